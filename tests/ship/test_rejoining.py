@@ -58,8 +58,9 @@ class TakenOver(NamedTuple):
     unshipped: dict[int, bytes]
 
 
-def opened(store: SimulatedStore, name: str, disk: Any, folder: str) -> JournaledQueue:
-    ship = Ship(store.client(name), interval=0, close_timeout=0.1)
+def opened(store: SimulatedStore, name: str, disk: Any, folder: str, *, ends_in_vain: bool = False) -> JournaledQueue:
+    """``ends_in_vain``: the store is away when it is closed."""
+    ship = Ship(store.client(name), interval=0, close_timeout=0.1 if ends_in_vain else PATIENCE)
     return JournaledQueue(
         folder, QUEUE, segment_bytes=4096, sync="always", inbox_interval=None, disk=disk, ship=ship,
         clock=ManualClock(255),
@@ -69,7 +70,7 @@ def opened(store: SimulatedStore, name: str, disk: Any, folder: str) -> Journale
 def taken_over(sizes: tuple[int, ...] = (2000, 2000, 10, 2500, 30), *, shipped: int = 3) -> TakenOver:
     """An owner ships some items, reads, and puts ``sizes`` when the store is away for it. Another one takes over."""
     store, disk, other = SimulatedStore(), CrashingDisk(), MemoryDisk()
-    queue = opened(store, "one", disk, HERE)
+    queue = opened(store, "one", disk, HERE, ends_in_vain=True)
     for number in range(shipped):
         queue.put(b"%d" % number * 500)
     audit = queue.reader("audit", start="earliest")
@@ -230,7 +231,7 @@ def write_owner_s_file(source: Any, target: Any) -> None:
 
 def test_an_owner_whose_epoch_is_the_last_one_is_to_be_opened() -> None:
     store, disk = SimulatedStore(), CrashingDisk()
-    queue = opened(store, "one", disk, HERE)
+    queue = opened(store, "one", disk, HERE, ends_in_vain=True)
     queue.put(b"1")
     assert queue.shipping is not None
     queue.shipping.flush(PATIENCE)

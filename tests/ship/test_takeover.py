@@ -215,12 +215,12 @@ class FencesAlone(MemoryStore):
 
 def test_an_owner_that_has_shipped_nothing_has_given_out_ids_of_jobs(tmp_path: Path) -> None:
     store = FencesAlone()
-    options = Ship(store, interval=0, close_timeout=0.1)
+    options = Ship(store, interval=0)
     with WorkQueue(tmp_path / "1", "work", ship=options) as work:
         work.put(b"1")
     restore(store, "work", tmp_path / "2")
     store.is_strict = True
-    work = WorkQueue(tmp_path / "2", "work", ship=options)
+    work = WorkQueue(tmp_path / "2", "work", ship=Ship(store, interval=0, close_timeout=0.1))
     given_out = work.put(b"2")
     with pytest.raises(NotShipped):
         work.close()

@@ -66,7 +66,7 @@ def contents(folder: Path, store: MemoryStore) -> tuple[list[bytes], list[bytes]
 
 def copy_dead(here: Path, there: Path) -> None:
     """The dead-letter queue, as a restore of it would bring it back."""
-    shutil.copytree(here / "inbox", there / "inbox")
+    shutil.copytree(here / "inbox", there / "inbox", dirs_exist_ok=True)  # the log may have its ledger
     for path in here.glob("dead*"):
         shutil.copy(path, there)
 

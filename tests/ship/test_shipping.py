@@ -71,6 +71,8 @@ class Slow:
         self.waiting = 0
         self.is_away = False
         self.trouble: BaseException | None = None
+        self.once: list[BaseException] = []
+        """Each of them is raised by one ``create``."""
 
     def describe(self) -> str:
         return "a slow store"
@@ -83,6 +85,8 @@ class Slow:
 
     def create(self, key: str, data: bytes) -> bool:
         self._pass(key)
+        if self.once:
+            raise self.once.pop()
         self.waiting += 1
         self.door.wait(PATIENCE)
         self.waiting -= 1
@@ -248,7 +252,7 @@ def test_a_put_that_waits_too_long_says_so_and_is_shipped_later(tmp_path: Path, 
             queue.get(block=False)
         slow.door.set()
         assert queue.get(timeout=PATIENCE).data == b"1"
-        assert queue.put(b"3") == 3
+        assert queue.put_future(b"3").result(PATIENCE) == 3  # a put waits no longer than before
         queue._check()
 
 
@@ -282,7 +286,7 @@ def test_puts_from_many_threads_and_tasks(tmp_path: Path) -> None:
 def test_what_an_earlier_process_could_not_ship_is_seen_when_it_is_there(tmp_path: Path, slow: Slow) -> None:
     options = Ship(slow, acks="shipped", interval=0, ack_timeout=0.05, close_timeout=0.2)
     queue = JournaledQueue(tmp_path, "jobs", ship=options)
-    queue.put(b"shipped")
+    queue.put_future(b"shipped").result(PATIENCE)
     slow.is_away = True
     with pytest.raises(NotShipped):
         queue.put(b"not yet")
@@ -443,7 +447,8 @@ def test_a_queue_with_another_owner_is_over(tmp_path: Path, acks: Acks) -> None:
     else:
         with pytest.raises(Fenced):
             queue.put(b"3")
-    until(lambda: queue._status.error is not None)
+    assert queue._shipment is not None
+    queue._shipment._shipper._thread.join(PATIENCE)  # it tells one after the other
     calls: list[Callable[[], object]] = [
         lambda: queue.put(b"4"),
         queue.get,
@@ -807,10 +812,9 @@ def test_an_error_that_nobody_foresaw_is_got_over(tmp_path: Path, slow: Slow, mo
         shipping = queue.shipping
         queue.put(b"1")
         shipping.flush(PATIENCE)
-        slow.trouble = ZeroDivisionError("unforeseen")
+        slow.once = [ZeroDivisionError("unforeseen")]
         queue.put(b"2")
         until(lambda: "unforeseen" in shipping.status().last_error)
-        slow.trouble = None
         shipping.flush(PATIENCE)
         assert items_of(slow.store) == {1: b"1", 2: b"2"}
 
@@ -824,10 +828,9 @@ def test_errors_with_something_good_in_between_are_not_added_up(
         assert queue.shipping is not None
         for number in range(6):
             error = (ZeroDivisionError("unforeseen"), OSError(24, "too many open files"), SystemExit(1))[number % 3]
-            slow.trouble = error
+            slow.once = [error]
             queue.put(b"%d" % number)
             until(lambda error=error: str(error) in queue.shipping.status().last_error)  # type: ignore[misc]
-            slow.trouble = None
             queue.shipping.flush(PATIENCE)
         assert len(items_of(slow.store)) == 6
 
@@ -862,9 +865,14 @@ def test_limits_are_kept_while_a_request_hangs_and_in_a_long_interval(tmp_path: 
         until(lambda: queue._status.gate is None)
         slow.door.clear()
         queue.put(b"x" * 500)
-        with contextlib.suppress(NotShipped):
-            queue.shipping.flush(0.01)
-        until(lambda: slow.waiting)
+        shipping = queue.shipping
+
+        def is_sent() -> bool:
+            with contextlib.suppress(NotShipped):
+                shipping.flush(0.01)  # its thread may see it too late
+            return slow.waiting > 0
+
+        until(is_sent)
         queue.put(b"x" * 2000)
         until(lambda: queue._status.gate is not None)
         slow.door.set()

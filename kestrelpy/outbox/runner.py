@@ -183,6 +183,8 @@ class Runner:
             self._let_go()
             return True
         is_ended = wait_for(self._ended) if timeout is None else self._ended.wait(timeout + LAST_SECONDS)
+        if is_ended:
+            self._feeder.join()  # it does nothing more
         return is_ended and self._was_idle
 
     def check(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy
 
 from kestrelpy.outbox import Job, Outbox, OutboxError
+from kestrelpy.outbox.runner import Runner
 from tests.support.outboxes import (
     ALONE,
     KINDS,
@@ -446,6 +447,21 @@ def test_a_database_that_hangs_holds_no_stop(outbox: Outbox, engine: sqlalchemy.
     gate.set()
     until(lambda: threads_left() == [])
     assert outbox.get(job.id).status in ("done", "ready", "running")
+
+
+def test_after_a_stop_its_last_thread_is_over_too(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks for threads then, or forks, finds none, however late the last one is."""
+    feed = Runner._feed
+
+    def feed_and_linger(runner: Runner) -> None:
+        feed(runner)
+        threading.Event().wait(0.05)
+
+    monkeypatch.setattr(Runner, "_feed", feed_and_linger)
+    for timeout in (None, PATIENCE):
+        outbox.start(**ALONE)
+        assert outbox.stop(timeout)
+        assert "kestrelpy-outbox-feeder" not in threads_left()
 
 
 # -- other ways to stop ----------------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ Rules:
    timeout ends the waiting, and a later call waits again.
 2. Nobody waits for himself: not a handler for its own end, nor the thread of an event loop for what runs on it.
 
-NOTE ON LOCKING: ``_starting`` is held from the look whether one runs to the end of the start. A stop takes no lock.
+NOTE ON LOCKING: ``_starting`` is held from the look whether one runs to the end of the start. A stop does not take it.
+``_lock`` guards which runner there is, for a few statements at a time: a stop that has ended forgets its own runner,
+and never the one of the next start.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class Lifecycle:
 
     def __init__(self, core: OutboxCore) -> None:
         self._core = core
-        self._runner: Runner | None = None
+        self._runner: Runner | None = None  # guarded by self._lock
         self._starting = threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     def is_running(self) -> bool:
@@ -103,8 +106,9 @@ class Lifecycle:
         try:
             runner = make()
             runner.check()
-            self._core.started_ms = self._core.now_ms()
-            self._runner = runner
+            started_ms = self._core.now_ms()
+            with self._lock:
+                self._core.started_ms, self._runner = started_ms, runner
             runner.start()
         except BaseException:
             self._core.started_ms = None
@@ -127,9 +131,10 @@ class Lifecycle:
         if runner.would_block_its_loop():
             raise OutboxError("stop() would block the event loop that the handlers run on: use await astop()")
         is_done = runner.stop(timeout)
-        if self._runner is runner:
-            self._runner = None
-            self._core.started_ms = None
+        with self._lock:
+            if self._runner is runner:
+                self._runner = None
+                self._core.started_ms = None
         return is_done
 
     def begin_stop(self, timeout: float) -> None:
@@ -145,6 +150,7 @@ class Lifecycle:
     def abandon(self) -> None:
         """In a forked child, where none of the threads is."""
         self._starting = threading.Lock()
+        self._lock = threading.Lock()
         if self._runner is not None:
             self._runner.abandon()
         self._runner = None

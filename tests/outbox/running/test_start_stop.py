@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 import sqlalchemy
 
 from kestrelpy.outbox import Job, Outbox, OutboxError
+from kestrelpy.outbox.lifecycle import Lifecycle
 from kestrelpy.outbox.runner import Runner
 from tests.support.outboxes import (
     ALONE,
@@ -404,6 +408,39 @@ def test_a_start_waits_for_the_stop_before_it(outbox: Outbox, gate: threading.Ev
     becomes(outbox, put(outbox, "q", 2), "done")
     stopping.join(PATIENCE)
     assert outbox.stop()
+
+
+def test_a_stop_forgets_no_runner_but_its_own(outbox: Outbox) -> None:
+    """Another thread starts the outbox again right before the stop of the first runner notes that it has ended."""
+    outbox.add_consumer("q", lambda _: None)
+    is_there, has_started = threading.Event(), threading.Event()
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        if frame.f_code is not Lifecycle.stop.__code__:
+            return None
+        if event == "line" and linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() == FORGETS:
+            is_there.set()
+            has_started.wait(0.2)
+        return trace
+
+    def stop() -> None:
+        sys.settrace(trace)
+        outbox.stop()
+
+    outbox.start(**ALONE)
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    assert is_there.wait(PATIENCE)
+    outbox.start(**ALONE)
+    has_started.set()
+    stopping.join(PATIENCE)
+    becomes(outbox, put(outbox, "q"), "done")
+    assert outbox.stop()
+    assert threads_left() == []
+
+
+FORGETS = "self._runner = None"
+"""Such is the line of ``Lifecycle.stop``."""
 
 
 def test_a_stop_with_a_timeout_shortens_the_one_that_waits(outbox: Outbox, gate: threading.Event) -> None:

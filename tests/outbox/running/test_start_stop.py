@@ -50,6 +50,12 @@ def gate() -> Iterator[threading.Event]:
     opened.set()
 
 
+def is_stopping(outbox: Outbox) -> bool:
+    """Whether a stop has begun, and has not ended."""
+    runner = outbox._lifecycle._runner
+    return runner is not None and runner.is_stopping
+
+
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     began = time.monotonic()
     return function(), time.monotonic() - began
@@ -318,8 +324,15 @@ def test_what_was_claimed_and_not_begun_is_given_back_in_its_order(outbox: Outbo
     outbox.start(threads=1, prefetch=15)
     began.wait(PATIENCE)
     until(lambda: len(outbox.jobs(status="running")) > 10)
-    threading.Timer(0.05, gate.set).start()
+
+    def open_the_gate() -> None:
+        until(lambda: is_stopping(outbox))
+        gate.set()
+
+    opening = threading.Thread(target=open_the_gate)
+    opening.start()
     assert outbox.stop()
+    opening.join(PATIENCE)
     found = outbox.jobs("q")
     assert [job.status for job in found] == ["done"] + ["ready"] * 19
     assert [(job.tries, job.due_ms) for job in found[1:]] == [(0, job.due_ms) for job in jobs[1:]]
@@ -398,13 +411,14 @@ def test_a_start_waits_for_the_stop_before_it(outbox: Outbox, gate: threading.Ev
 
     outbox.add_consumer("q", work)
     outbox.start(**ALONE)
-    put(outbox, "q", 1)
+    first = put(outbox, "q", 1)
     began.wait(PATIENCE)
     stopping = threading.Thread(target=outbox.stop)
     stopping.start()
+    until(lambda: is_stopping(outbox))
     threading.Timer(0.05, gate.set).start()
-    until(lambda: not outbox.stop(timeout=0.001))
     outbox.start(**ALONE)
+    assert (gate.is_set(), outbox.get(first.id).status) == (True, "done")
     becomes(outbox, put(outbox, "q", 2), "done")
     stopping.join(PATIENCE)
     assert outbox.stop()
@@ -456,6 +470,7 @@ def test_a_stop_with_a_timeout_shortens_the_one_that_waits(outbox: Outbox, gate:
     began.wait(PATIENCE)
     waiting = threading.Thread(target=lambda: said.add(outbox.stop()))
     waiting.start()
+    until(lambda: is_stopping(outbox))
     assert not outbox.stop(timeout=0.01)
     assert said.wait() == [False]
     waiting.join(PATIENCE)

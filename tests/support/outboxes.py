@@ -66,6 +66,26 @@ def all_become(outbox: Outbox, queue: str, status: str) -> list[Job]:
     return outbox.jobs(queue, limit=10_000)
 
 
+def is_idle(outbox: Outbox, asked: list[str]) -> bool:
+    """Whether a running outbox has asked its database nothing for a while, and plans nothing within a second. How soon
+    after a look it looks ahead again depends on how long that look has taken.
+    """
+    if not _plans_nothing(outbox):
+        return False
+    before = len(asked)
+    threading.Event().wait(0.15)
+    return len(asked) == before and _plans_nothing(outbox)
+
+
+def _plans_nothing(outbox: Outbox) -> bool:
+    runner = outbox._lifecycle._runner
+    assert runner is not None
+    agenda = runner._agenda
+    with agenda._lock:
+        first = min(agenda._planned.values())
+    return first > agenda._clock() + 1.0
+
+
 def threads_left() -> list[str]:
     """The names of the threads that outboxes have here."""
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("kestrelpy-outbox"))

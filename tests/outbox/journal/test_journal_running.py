@@ -17,7 +17,7 @@ from kestrelpy.outbox import GiveUp, JobNotFound, Outbox, RetryLater, current_jo
 from kestrelpy.work import WorkQueue
 from tests.outbox.journal.looks import check, put, store_of
 from tests.outbox.running import test_handlers
-from tests.support.outboxes import ALONE, QUICK, Records, Steps, becomes, logged, running
+from tests.support.outboxes import ALONE, QUICK, Records, Steps, becomes, is_idle, logged, running
 from tests.support.patience import until
 
 OpenOutbox = Callable[..., Outbox]
@@ -154,10 +154,9 @@ def test_it_waits_for_nobody_else(outbox: Outbox, queue_calls: Callable[[Outbox]
     calls = queue_calls(outbox)
     with running(outbox, **ALONE):
         until(lambda: calls)
-        pause = threading.Event()
-        pause.wait(0.1)
+        until(lambda: is_idle(outbox, calls))
         calls.clear()
-        pause.wait(0.3)
+        threading.Event().wait(0.3)
         assert calls == []
 
 

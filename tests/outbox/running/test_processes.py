@@ -154,8 +154,8 @@ def test_a_signal_drains(outbox: Outbox, start: Callable[[str], Program], how: s
     program.go()
     assert program.end() == (0, "")
     assert outbox.get(job.id).status == "done"
-    assert outbox.get(other.id).status in ("ready", "done")
-    assert program.lines("done")[:2] == ["1", "2"]
+    others = {"ready": [], "done": ["3"]}[outbox.get(other.id).status]  # it may have been claimed just before
+    assert (program.lines("done")[0], sorted(program.lines("done"))) == ("1", ["1", "2", *others])
     assert (program.folder / "after").exists()
 
 
@@ -256,11 +256,17 @@ def test_an_interrupted_stop_goes_on_and_can_be_waited_for_again(
         outbox.start(threads=1)
         while not os.path.exists(os.path.join(folder, "began")):
             gate.wait(0.001)
-        threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        def interrupt():
+            while not outbox._lifecycle._runner.is_stopping:
+                gate.wait(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+        interrupting = threading.Thread(target=interrupt)
         try:
+            interrupting.start()
             outbox.stop()
         except KeyboardInterrupt:
             note("interrupted")
+        interrupting.join()
         assert outbox.stop()
         assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
         outbox.start(threads=1)

@@ -21,7 +21,7 @@ from kestrelpy import JournaledQueue, scan
 from kestrelpy.inbox import take_in
 from kestrelpy.outbox import Job, Outbox
 from kestrelpy.outbox.relay import Relay
-from tests.support.outboxes import ALONE, QUICK, Records, Steps, becomes, put, put_each, running, threads_left
+from tests.support.outboxes import ALONE, QUICK, Records, Steps, becomes, is_idle, put, put_each, running, threads_left
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE, until
 
@@ -207,11 +207,12 @@ def test_batches_of_nothing_but_poison_do_not_wait_for_a_poll(outbox: Outbox, tm
 def test_an_idle_relay_asks_nothing(outbox: Outbox, engine: sqlalchemy.Engine, tmp_path: Path) -> None:
     outbox.add_relay("events", tmp_path, "log")
     put(outbox, "events", 1)
+    statements: list[str] = []
+    sqlalchemy.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
     with running(outbox, **ALONE):
         until(lambda: not outbox.jobs("events"))
-        threading.Event().wait(0.5)
-        statements: list[str] = []
-        sqlalchemy.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+        until(lambda: is_idle(outbox, statements))
+        statements.clear()
         threading.Event().wait(0.5)
         assert statements == []
 

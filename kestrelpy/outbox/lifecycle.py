@@ -139,13 +139,15 @@ class Lifecycle:
 
     def begin_stop(self, timeout: float) -> None:
         """Let a stop begin, and do not wait."""
-        if self._runner is not None:
-            self._runner.begin_stop(timeout)
+        runner = self._runner  # once: another thread's stop may forget it
+        if runner is not None:
+            runner.begin_stop(timeout)
 
     def wake(self) -> None:
         """There may be a job: look."""
-        if self._runner is not None:
-            self._runner.wake()
+        runner = self._runner
+        if runner is not None:
+            runner.wake()
 
     def abandon(self) -> None:
         """In a forked child, where none of the threads is."""

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -451,6 +451,15 @@ def test_a_stop_forgets_no_runner_but_its_own(outbox: Outbox) -> None:
     becomes(outbox, put(outbox, "q"), "done")
     assert outbox.stop()
     assert threads_left() == []
+
+
+def test_a_consumer_is_added_while_another_thread_stops(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner is there at the first look, and forgotten at the next one."""
+    looks: list[Any] = [SimpleNamespace(wake=lambda: None)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Lifecycle, "_runner", property(lambda _: looks.pop() if looks else None), raising=False)
+        outbox.add_consumer("q", lambda _: None)
+    assert looks == []
 
 
 FORGETS = "self._runner = None"

@@ -184,10 +184,12 @@ def kill_a_forked_one(folder: Path, choose: random.Random) -> bool:
     paths = sorted((folder / "forked").iterdir())
     choose.shuffle(paths)
     for path in paths:
+        is_there = lives(path)
         path.unlink()
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(path.name), signal.SIGKILL)
-            return True
+            if is_there:
+                os.kill(int(path.name), signal.SIGKILL)
+                return True
     return False
 
 
@@ -228,9 +230,13 @@ def settle(folder: Path) -> None:
 
 
 def lives(path: Path) -> bool:
-    """Whether the process that the path is named after still runs."""
+    """Whether the logger that the path is named after still runs. Its number may be another process's by now, which has
+    not our folder in its command; one that is about to end has no command.
+    """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{path.name}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        command = Path(f"/proc/{path.name}/cmdline").read_bytes()
+        state = Path(f"/proc/{path.name}/stat").read_text().rpartition(")")[2].split()[0]
+        return state not in "ZX" and (not command or os.fsencode(path.parent.parent) in command)
     return False
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +34,15 @@ def test_a_planted_fault_is_found(fault: str, said: str, tmp_path: Path) -> None
     done = run(logging_kills, tmp_path, f"3 {fault}", SEED, limit=8, seconds=SECONDS)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+def test_a_process_that_has_the_number_of_a_logger_is_left_alone(tmp_path: Path) -> None:
+    """Numbers come round on a busy machine. It was killed; and the end was waited for, for as long as it lived."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        path = tmp_path / "forked" / str(stranger.pid)
+        path.parent.mkdir()
+        path.touch()
+        assert not logging_kills.lives(path)
+        assert not logging_kills.kill_a_forked_one(tmp_path, random.Random(1))
+        stranger.communicate(b"\n")
+    assert stranger.returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,9 @@ from kestrelpy.ship.checking import probe
 from kestrelpy.ship.object_store import ObjectStore
 from kestrelpy.testing.stores import check_store
 from tests.ship.weak_stores import WEAK, Weak
-from tests.support.seaweed import Seaweed
+from tests.support import seaweed
+from tests.support.budget import takes_long
+from tests.support.seaweed import LOOPBACK, Seaweed
 
 # -- what a store does -----------------------------------------------------------------------------------------------
 
@@ -234,3 +237,21 @@ def test_importing_it_loads_no_client(script: Callable[..., str]) -> None:
     told = script("import sys, kestrelpy.ship; print([name for name in sys.modules if 'obstore' in name])")
     assert told.strip() == "[]"
     assert sys.modules["obstore"]
+
+
+@takes_long
+@pytest.mark.usefixtures("s3")  # or it is left out
+def test_a_server_whose_port_was_taken_meanwhile_takes_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ports are looked for before the server is started, and another one may be started beside it."""
+    taken = socket.create_server((LOOPBACK, 0))
+    find, first = seaweed.free_ports, [taken.getsockname()[1]]
+    monkeypatch.setattr(seaweed, "free_ports", lambda count: [*first, *find(count)[len(first) :]])
+    begin = Seaweed.start
+
+    def start(server: Seaweed) -> None:
+        monkeypatch.setattr(seaweed, "free_ports", find)
+        begin(server)
+
+    monkeypatch.setattr(Seaweed, "start", start)
+    with taken, seaweed.seaweed() as server:
+        assert server.store("here").create("key", b"data")

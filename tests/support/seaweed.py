@@ -29,6 +29,8 @@ LOOPBACK = "127.0.0.1"
 PORTS = range(15_000, 22_000)
 """Each server takes a port of these, and the one 10,000 above it. Both are below those of the kernel's connections."""
 BUCKET = "kestrel"
+ATTEMPTS = 5
+IN_USE = "bind: address already in use"
 KEEPER = r"""
 read -r _
 for process in /proc/[0-9]*; do
@@ -37,6 +39,10 @@ for process in /proc/[0-9]*; do
 done 2>/dev/null
 rm -rf "$1"
 """
+
+
+class PortTaken(Exception):
+    """Another process has taken a port of the server between the look and the start, which takes seconds."""
 
 
 class Seaweed:
@@ -106,7 +112,8 @@ class Seaweed:
     def _takes_objects(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise RuntimeError((self.folder / "log").read_text("utf-8", errors="replace")[-2000:])
+            said = (self.folder / "log").read_text("utf-8", errors="replace")
+            raise (PortTaken if IN_USE in said else RuntimeError)(said[-2000:])
         try:
             return self.store("started").create(secrets.token_hex(8), b"yes")
         except StoreUnavailable:
@@ -156,5 +163,12 @@ def _hold_free_port(held: contextlib.ExitStack) -> int:
 def seaweed() -> Iterator[Seaweed]:
     found = program()
     assert found is not None, NOT_INSTALLED
-    with Seaweed(found) as server:
+    with _on_free_ports(found) as server:
         yield server
+
+
+def _on_free_ports(program: str) -> Seaweed:
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(PortTaken):
+            return Seaweed(program)
+    return Seaweed(program)

@@ -18,6 +18,7 @@ from tests.use.use_coverage import SOMETIMES
 from tests.use.use_explorer import Failure, draw, play
 from tests.use.use_operations import OPERATIONS
 from tests.use.use_outcomes import documented
+from tests.use.use_world import Hang
 
 
 @pytest.fixture
@@ -85,6 +86,23 @@ def test_a_hang_is_a_failure_that_says_where() -> None:
 
     with patch.object(JournaledQueue, "sync", hangs), pytest.raises(Failure, match="in hangs"):
         use_explorer.explore(1, 5_000, ("sync",))
+
+
+def test_who_waits_for_a_processor_does_not_hang() -> None:
+    """Two or three seconds had to do for a step, with all that it imports, on a machine that is busy with others."""
+    dog, times = use_explorer.Watchdog(), iter((100.0, 101.0, 103.9, 104.0))
+    with patch.object(use_explorer, "lived", lambda: next(times)):
+        for _ in range(3):
+            dog._look()
+        with pytest.raises(Hang, match="nothing went on for 4 seconds"):
+            dog._look()
+
+
+def test_the_time_of_the_watchdog_goes_on_while_it_sleeps() -> None:
+    """Else a hang would never be found."""
+    before = use_explorer.lived()
+    threading.Event().wait(0.2)
+    assert use_explorer.lived() - before > 0.1
 
 
 def test_docstrings_say_what_may_be_raised() -> None:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kestrelpy import (
@@ -33,6 +33,8 @@ from tests.processes.programs import as_program, rounds
 
 CONFIG = ReaderConfig(max_deliveries=2, retry_delay=0.001, dead_letter="dead")
 MOST_UNREAD = 30
+Work = dict[str, tuple[Callable[..., None], tuple[str, ...]]]
+"""Programs by name, each with what it is given beside the folder."""
 
 
 def open_jobs(folder: str) -> JournaledQueue:
@@ -122,9 +124,9 @@ def check(folder: str, counts: Counter[str]) -> None:
 
 
 def main(what: str, seed: int, limit: int | None, seconds: float | None, _plant: object) -> Counter[str]:
-    choose, counts = random.Random(seed), Counter[str]()
+    choose, counts, found = random.Random(seed), Counter[str](), Counter[str]()
     folder = tempfile.mkdtemp()
-    work: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
+    work: Work = {
         "back": (putter_back, (f"{seed}",)),
         "owner": (dead_owner, ()),
     }
@@ -132,8 +134,23 @@ def main(what: str, seed: int, limit: int | None, seconds: float | None, _plant:
         work["consumer"] = (consumer, ())
     else:
         work |= {"consumer": (reader_elsewhere, ()), "writer": (writer, ())}
+    for _ in rounds(1, None, lambda: limit is None or is_enough(found, limit)):
+        live(folder, work, choose, rounds(limit, seconds), counts)
+        found.clear()
+        check(folder, found)
+    shutil.rmtree(folder)
+    return counts + found
+
+
+def is_enough(found: Counter[str], kills: int) -> bool:
+    """Whether items have gone both ways: it may be that all are back when the last process is killed."""
+    return found["items"] > kills // 10 and min(found["letters"], found["put back"]) > 0
+
+
+def live(folder: str, work: Work, choose: random.Random, kills: Iterable[int], counts: Counter[str]) -> None:
+    """Let them work, kill now one and now another, and all of them in the end."""
     running: dict[str, int] = {}
-    for _ in rounds(limit, seconds):
+    for _ in kills:
         for name in work.keys() - running.keys():
             program, arguments = work[name]
             running[name] = start(program, folder, *arguments)
@@ -143,9 +160,6 @@ def main(what: str, seed: int, limit: int | None, seconds: float | None, _plant:
             counts["kills"] += 1
     for pid in running.values():
         end(pid)
-    check(folder, counts)
-    shutil.rmtree(folder)
-    return counts
 
 
 if __name__ == "__main__":

@@ -86,6 +86,12 @@ def end(pid: int) -> None:
         raise AssertionError("it had ended by itself")
 
 
+def published(folder: str) -> int:
+    """How many batches there are so far."""
+    last = [last_version(folder, "jobs", app_id) for app_id in APPS]
+    return sum(version + 1 for version in last if version is not None)
+
+
 def check(folder: str, counts: Counter[str]) -> None:
     """All that is published is there once, as a whole, and nothing else."""
     take_in(folder, "jobs")
@@ -96,8 +102,8 @@ def check(folder: str, counts: Counter[str]) -> None:
             app_id, version, half, at, _ = record.data.split(b"|", 4)
             seen.append((app_id.decode(), int(version), int(half), int(at)))
     whole = [(half, at) for half in (0, 1) for at in range(5)]
-    published = {app_id: last_version(folder, "jobs", app_id) for app_id in APPS}
-    wanted = {(app_id, at) for app_id, last in published.items() for at in range(-1 if last is None else last + 1)}
+    versions_of = {app_id: last_version(folder, "jobs", app_id) for app_id in APPS}
+    wanted = {(app_id, at) for app_id, last in versions_of.items() for at in range(-1 if last is None else last + 1)}
     batches = [seen[at : at + 10] for at in range(0, len(seen), 10)]
     for batch in batches:
         assert len({each[:2] for each in batch}) == 1, batch
@@ -117,7 +123,7 @@ def main(what: str, seed: int, limit: int | None, seconds: float | None, _plant:
         "own": (owner if what == "owner" else visitor, ()),
     }
     running: dict[str, int] = {}
-    for _ in rounds(limit, seconds):
+    for _ in rounds(limit, seconds, lambda: published(folder) > (limit or 0) // 4):
         for name in work.keys() - running.keys():
             program, arguments = work[name]
             running[name] = start(program, folder, *arguments)

@@ -21,7 +21,7 @@ import portalocker
 
 from kestrelpy import JournaledQueue, QueueLocked, open_reader
 from tests.processes.fork_races import NAME, child_of
-from tests.processes.programs import as_program, rounds
+from tests.processes.programs import MOST_TIMES, as_program, rounds
 
 
 class Witness:
@@ -45,7 +45,7 @@ Work = Callable[[random.Random, Callable[[bytes], object]], None]
 
 def race(seed: int, work: Work, *, limit: int | None, seconds: float | None) -> Counter[str]:
     """Four processes do ``work`` again and again, ``limit`` times in all or so; those that die are replaced. Where few
-    of them owned anything, as on a busy machine, until one has died.
+    of them owned anything, as on a busy machine, until enough have, and one has died.
     """
     hear, tell = os.pipe()
     running: set[int] = set()
@@ -53,7 +53,7 @@ def race(seed: int, work: Work, *, limit: int | None, seconds: float | None) -> 
     started = 0
     try:
         for _ in rounds(None, seconds):
-            if limit is not None and counts["rounds"] >= (limit if counts["died"] else 20 * limit):
+            if limit is not None and counts["rounds"] >= (limit if is_enough(counts, limit) else MOST_TIMES * limit):
                 break
             while len(running) < 4:
                 started += 1
@@ -71,6 +71,11 @@ def race(seed: int, work: Work, *, limit: int | None, seconds: float | None) -> 
         os.close(tell)
     assert set(statuses) <= {0, signal.SIGKILL}, f"processes ended with status {statuses}"
     return counts
+
+
+def is_enough(counts: Counter[str], limit: int) -> bool:
+    """Whether so many rounds have shown something."""
+    return counts["owned"] > limit // 50 and counts["refused"] > limit // 20 and counts["died"] > 0
 
 
 def stop(running: Iterable[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ KILLS = max(25, share(150))
 def test_who_moves_dead_letters_is_killed(what: str, tmp_path: Path, tally: Tally) -> None:
     counts = counts_of(dead_kills, tmp_path, what, SEED, limit=KILLS)
     tally.add("SIGKILLs", counts["kills"])
-    tally.add("dead letters", counts["letters"])
+    tally.add("dead letters", counts.get("letters", 0))
     assert counts["kills"] >= KILLS
-    assert counts["items"] > KILLS // 10
-    assert min(counts["letters"], counts["put back"]) > 0
+    assert dead_kills.is_enough(Counter(counts), KILLS), counts

@@ -20,7 +20,7 @@ def test_a_worker_is_killed(part: int, tmp_path: Path, tally: Tally) -> None:
     tally.add("SIGKILLs", counts["kills"])
     tally.add("calls of workers that were killed", counts["calls"])
     assert counts["kills"] >= KILLS
-    assert counts["calls"] > 10 * KILLS
+    assert counts["calls"] > work_kills.CALLS_PER_KILL * KILLS
     assert counts["jobs compared"] > 5 * KILLS
 
 

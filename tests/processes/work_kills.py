@@ -31,6 +31,8 @@ LONG = 100_000.0
 SHORT = 0.004
 MOST = 40
 """So many jobs live at the most, or a few more."""
+CALLS_PER_KILL = 10
+"""So many there must be, or more: else nothing much was killed."""
 Jobs = dict[int, dict[str, Any]]
 
 
@@ -303,7 +305,7 @@ def main(what: str, seed: int, limit: int | None, seconds: float | None, plant: 
     choose, counts = random.Random(seed), Counter[str]()
     folder = tempfile.mkdtemp()
     ledger = Ledger(counts)
-    for generation in rounds(limit, seconds):
+    for generation in rounds(limit, seconds, lambda: counts["calls"] > CALLS_PER_KILL * (limit or 0)):
         pid, pipe = start(folder, seed, generation, plant)
         try:
             live(ledger, pid, pipe, choose.random() ** 2 * 0.08)

@@ -37,28 +37,34 @@ def main(
         tempfile.TemporaryDirectory() as folder,
         LoopFileSystem(cast(Kind, kind), 64, folder) as power,
     ):
-        for _ in rounds(limit, seconds):
-            work: list[tuple[Callable[..., None], tuple[str, ...]]] = [
-                (consumer, ()) if where == "owner" else (reader_elsewhere, ()),
-                (putter_back, (f"{choose.random()}",)),
-                (dead_owner, ()),
-            ]
-            if where != "owner":
-                work.append((writer, ()))
-            running = [start(program, power.path, *arguments) for program, arguments in work]
-            time.sleep(0.05 + choose.random() * 0.25)
-            power.shut_down()
-            for pid in running:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            for pid in running:
-                os.waitpid(pid, 0)
-            power.remount()
-            counts["cuts"] += 1
-            if choose.random() < 0.3:
-                check(power.path, counts)
-        check(power.path, counts)
+        for _ in rounds(1, None, lambda: limit is None or is_enough(counts, limit)):
+            for _ in rounds(limit, seconds):
+                work: list[tuple[Callable[..., None], tuple[str, ...]]] = [
+                    (consumer, ()) if where == "owner" else (reader_elsewhere, ()),
+                    (putter_back, (f"{choose.random()}",)),
+                    (dead_owner, ()),
+                ]
+                if where != "owner":
+                    work.append((writer, ()))
+                running = [start(program, power.path, *arguments) for program, arguments in work]
+                time.sleep(0.05 + choose.random() * 0.25)
+                power.shut_down()
+                for pid in running:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                for pid in running:
+                    os.waitpid(pid, 0)
+                power.remount()
+                counts["cuts"] += 1
+                if choose.random() < 0.3:
+                    check(power.path, counts)
+            check(power.path, counts)
     return counts
+
+
+def is_enough(counts: Counter[str], cuts: int) -> bool:
+    """Whether there were items; two cuts may come before the first letter, but ten do not."""
+    return counts["items"] > 0 and (cuts < 10 or min(counts["letters"], counts["put back"]) > 0)
 
 
 if __name__ == "__main__":

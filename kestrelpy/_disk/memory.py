@@ -386,11 +386,11 @@ class MemoryDirectory:
             self._folder.fail_sync()
 
     def lock(self, name: str, *, wait: bool = False) -> MemoryLock:
-        self._check_open()
         lock: MemoryLock | None = None
         try:
             with _guard:
                 while True:
+                    self._check_open()  # here, where no kill comes between it and the lock
                     node = self._folder.names.get(name) or self._add(name)
                     holder = None if node.holder is None else node.holder()
                     if holder is None or not holder.life.alive:
@@ -400,7 +400,6 @@ class MemoryDirectory:
                     if not wait:
                         raise QueueLocked(self._join(name), os.getpid())
                     self._disk._wait()
-                    self._check_open()
         except BaseException:  # perhaps an interrupt: its traceback would keep the lock
             if lock is not None:
                 lock.release()

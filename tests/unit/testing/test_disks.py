@@ -14,16 +14,19 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kestrelpy._disk import memory
 from kestrelpy._disk.interface import Directory, Disk, File
 from kestrelpy._disk.memory import MemoryFile
 from kestrelpy.errors import QueueLocked
 from kestrelpy.testing import CrashingDisk, FailingDisk, MemoryDisk, PowerModel
 from kestrelpy.testing.disks import OPERATIONS
+from tests.support.patience import PATIENCE
 
 PAGE = 4096
 PREFIX, EXT4, ANY, HOSTILE = PowerModel.PREFIX, PowerModel.EXT4, PowerModel.ANY, PowerModel.HOSTILE
@@ -213,10 +216,14 @@ def test_handles_of_a_killed_disk_are_dead(make: Callable[[], MemoryDisk]) -> No
 
 
 def test_a_waiter_for_a_lock_wakes_when_everybody_is_killed() -> None:
-    disk = MemoryDisk()
+    disk, waits = MemoryDisk(), threading.Event()
     directory = disk.directory("/q", create=True)
     held = directory.lock("l")
     ended: list[object] = []
+
+    def about_to_wait(real: Callable[[], None] = disk._wait) -> None:
+        waits.set()
+        real()
 
     def wait() -> None:
         try:
@@ -225,11 +232,33 @@ def test_a_waiter_for_a_lock_wakes_when_everybody_is_killed() -> None:
             ended.append(error.errno)
 
     thread = threading.Thread(target=wait)
-    thread.start()
-    disk.kill()
-    thread.join(10)
+    with patch.object(disk, "_wait", about_to_wait):
+        thread.start()
+        assert waits.wait(PATIENCE)
+        disk.kill()
+        thread.join(PATIENCE)
     assert ended == [errno.EBADF]
     held.release()
+
+
+def test_who_is_killed_on_the_way_to_a_lock_does_not_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = MemoryDisk()
+    directory = disk.directory("/q", create=True)
+
+    class Deadly:
+        """The guard of all disks in memory; another thread, which kills everybody, had it first."""
+
+        __exit__ = memory._guard.__exit__
+
+        def __enter__(self) -> None:
+            monkeypatch.undo()
+            disk.kill()
+            memory._guard.__enter__()
+
+    monkeypatch.setattr(memory, "_guard", Deadly())
+    with fails(errno.EBADF):
+        directory.lock("l")
+    assert look(disk) == {}
 
 
 def test_a_store_under_way_at_a_kill_is_there_in_part() -> None:

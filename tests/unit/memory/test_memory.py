@@ -20,6 +20,7 @@ import pytest
 from kestrelpy.config import FullPolicy
 from kestrelpy.errors import KestrelError, QueueClosed, QueueEmpty, QueueFull
 from kestrelpy.memory import BlockingQueue, ConcurrentBlockingQueue, SimpleBlockingQueue
+from kestrelpy.memory._simple import SupplierLine
 from kestrelpy.testing import ManualClock
 
 Make = Callable[..., SimpleBlockingQueue[Any]]
@@ -401,10 +402,18 @@ def test_a_new_limit_lets_producers_in(make: Make) -> None:
 def test_a_producer_that_gave_up_puts_nothing(make: Make) -> None:
     q = make(1)
     q.put(0)
-    first = parked(q, q.put, 1, True, 0.01)
-    second = parked(q, q.put, 2)
-    with pytest.raises(QueueFull):
-        first.result()
+    leave, may_leave = SupplierLine._leave, threading.Event()
+
+    def leave_later(line: SupplierLine, waiter: Any) -> bool:
+        assert may_leave.wait(PATIENCE)
+        return leave(line, waiter)
+
+    with patch.object(SupplierLine, "_leave", leave_later):
+        first = parked(q, q.put, 1, True, 0.01)
+        second = parked(q, q.put, 2)
+        may_leave.set()
+        with pytest.raises(QueueFull):
+            first.result()
     assert drain(q) == [0, 2]
     second.result()
 

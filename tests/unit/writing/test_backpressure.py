@@ -299,12 +299,22 @@ def test_who_gives_up_leaves_its_turn_to_the_next(open_queue: Open, start: Start
         with pytest.raises(QueueFull):
             queue.put_many([b"x"] * 3, timeout=0.05)
 
+    real, may_give_up = backpressure.ProducerThread.is_late, threading.Event()
+
+    def is_late(producer: backpressure.ProducerThread) -> bool:
+        late = real(producer)
+        assert not late or may_give_up.wait(PATIENCE)
+        return late
+
     queue = open_queue(default_reader=limited(3))
     queue.put(b"1")
-    start(give_up)
-    until(lambda: len(queue._room) == 1)
-    thread = start(lambda: queue.put(b"2", timeout=None))
-    thread.join(20)
+    with patch.object(backpressure.ProducerThread, "is_late", is_late):
+        start(give_up)
+        until(lambda: len(queue._room) == 1)
+        thread = start(lambda: queue.put(b"2", timeout=None))
+        until(lambda: len(queue._room) == 2)
+        may_give_up.set()
+        thread.join(20)
     assert not thread.is_alive()
     assert queue.stats().tail_id == 2
 

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -534,6 +535,14 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     gc.enable()
 
 
+@contextmanager
+def nobody_works() -> Iterator[None]:
+    """Nobody does what finalisers leave: not even a thread that has done all that was left, and is about to end."""
+    until(lambda: not deferred._working)
+    with patch.object(deferred, "_working", True):
+        yield
+
+
 def throw_away(case: Case, *, given: bool) -> None:
     """Leave a task as garbage that waited on a loop that is closed; with ``given`` something is on its way to it."""
     loop = asyncio.new_event_loop()
@@ -588,7 +597,7 @@ def test_what_waits_in_line_and_is_thrown_away_leaves_it_without_waiting_for_the
 
 def test_what_is_thrown_away_while_the_lock_is_held_is_handed_nothing(case: Case) -> None:
     call = half_done(case)
-    with patch.object(deferred, "_working", True):  # nobody does what is left
+    with nobody_works():
         assert returns_while_held(case.lock, call.close)
         future = case.source.get_future()
         case.bring()
@@ -607,7 +616,7 @@ def test_a_future_that_is_cancelled_in_a_finaliser_waits_for_no_lock(case: Case)
 
 def test_what_is_left_and_raises_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []
-    with patch.object(deferred, "_working", True):
+    with nobody_works():
         deferred.leave(lambda: 1 // 0)
     deferred.leave(lambda: done.append(1))
     until(lambda: done and not deferred._working)
@@ -616,6 +625,7 @@ def test_what_is_left_and_raises_ends_nothing(caplog: pytest.LogCaptureFixture) 
 
 def test_what_is_left_waits_where_no_thread_can_be_had() -> None:
     done: list[int] = []
+    until(lambda: not deferred._working)
     with patch.object(deferred._thread, "start_new_thread", side_effect=RuntimeError("can't start new thread")):
         deferred.leave(lambda: done.append(1))
     assert not done

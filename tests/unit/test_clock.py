@@ -202,10 +202,17 @@ class Timers:
     def next(self) -> Any:
         return self.ran.get(timeout=PATIENCE)
 
-    def kill(self) -> None:
-        """Strike the thread itself, between two calls, or after those that are due."""
+    def kill(self) -> threading.Thread:
+        """Strike the thread itself, between two calls, or after those that are due. Returns the thread."""
+        thread = self.thread
         self.timers._pop_due_locked = _die  # type: ignore[method-assign]
         self.timers._ring()
+        return thread
+
+    @property
+    def thread(self) -> threading.Thread:
+        assert self.timers._thread is not None
+        return self.timers._thread
 
     def revive(self) -> None:
         del self.timers._pop_due_locked
@@ -217,11 +224,9 @@ def timers() -> Iterator[Timers]:
     yield made
     if made.timers._thread is not None:
         ended = threading.Event()
-        thread, hook = made.timers._thread, threading.excepthook
-        threading.excepthook = lambda _: ended.set()
+        hook, threading.excepthook = threading.excepthook, lambda _: ended.set()
         try:
-            made.kill()
-            thread.join(PATIENCE)
+            made.kill().join(PATIENCE)
         finally:
             threading.excepthook = hook
         assert ended.is_set()
@@ -352,8 +357,9 @@ def test_when_the_thread_dies_those_who_count_on_it_are_told(timers: Timers) -> 
         timers.call_later(1_000, "nobody to be told")
         timers.call_later(1_000, "one that fails", on_lost=lambda _: sys.exit(1))
         timers.call_later(1_000, "is no reason not to tell the others", on_lost=lost.put)
-        timers.kill()
+        struck = timers.kill()
         assert [type(lost.get(timeout=PATIENCE)) for _ in range(2)] == [_Died, _Died]
+        struck.join(PATIENCE)  # it raises after it has told them
     finally:
         threading.excepthook = hook
     timers.revive()
@@ -373,8 +379,10 @@ def test_what_was_due_when_the_thread_was_struck_is_told_too(timers: Timers, mon
     monkeypatch.setattr(kestrelpy.clock, "_run_timer", strike)
     timers.call_later(0, "struck")
     timers.call_later(0, "due together", on_lost=lost.put)
+    thread = timers.thread
     hold.set()
     assert isinstance(lost.get(timeout=PATIENCE), _Died)
+    thread.join(PATIENCE)  # it raises after it has told them
 
 
 def test_a_thread_that_is_gone_without_a_word_is_replaced(timers: Timers) -> None:

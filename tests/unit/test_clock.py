@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -202,6 +203,22 @@ class Timers:
     def next(self) -> Any:
         return self.ran.get(timeout=PATIENCE)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """None of them runs before the end of the block, however long that takes."""
+        entered, leave = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            entered.set()
+            leave.wait(PATIENCE)
+
+        self.timers.add(0, hold, None)
+        assert entered.wait(PATIENCE)
+        try:
+            yield
+        finally:
+            leave.set()
+
     def kill(self) -> threading.Thread:
         """Strike the thread itself, between two calls, or after those that are due. Returns the thread."""
         thread = self.thread
@@ -274,9 +291,10 @@ def test_no_thread_before_the_first_timer(timers: Timers) -> None:
 
 
 def test_they_run_by_deadline(timers: Timers) -> None:
-    for seconds in (0.6, 0.2, 0.4):  # apart by more than a busy machine takes from one call to the next
-        timers.call_later(seconds, seconds)
-    assert [timers.next() for _ in range(3)] == [0.2, 0.4, 0.6]
+    with timers.held(), patch.object(timers.timers, "_monotonic", return_value=time.monotonic()):
+        for seconds in (0.03, 0.01, 0.02):
+            timers.call_later(seconds, seconds)
+    assert [timers.next() for _ in range(3)] == [0.01, 0.02, 0.03]
 
 
 def test_an_earlier_deadline_wakes_the_thread(timers: Timers) -> None:
@@ -287,7 +305,8 @@ def test_an_earlier_deadline_wakes_the_thread(timers: Timers) -> None:
 
 
 def test_a_cancelled_one_does_not_run(timers: Timers) -> None:
-    timers.call_later(0.01, "cancelled").cancel()
+    with timers.held():
+        timers.call_later(0.01, "cancelled").cancel()
     timers.call_later(0.02, "runs")
     assert timers.next() == "runs"
 

@@ -359,11 +359,8 @@ def test_what_is_only_said_does_not_fail_what_is_done() -> None:
 def test_one_that_ran_is_let_go(timers: Timers) -> None:
     timer = timers.call_later(0, "x")
     assert timers.next() == "x"
-    for _ in range(int(PATIENCE * 1000)):
-        if timer.cancelled:
-            break
-        threading.Event().wait(0.001)
-    assert timer.callback is kestrelpy.clock._nothing
+    until(lambda: timer.callback is kestrelpy.clock._nothing)
+    assert timer.cancelled
 
 
 def test_when_the_thread_dies_those_who_count_on_it_are_told(timers: Timers) -> None:

@@ -185,8 +185,8 @@ class Export:
             self._room.ring_all()
 
     def note_reported(self) -> None:
-        """A caller has got the error with which the queue ends, or is about to end."""
-        self._status.is_reported = True
+        """``QueueStatus.note_reported``."""
+        self._status.note_reported()
 
     def fail(self, error: KestrelError) -> None:
         """Every call of the queue raises ``error`` from here on, and its waiters get it."""

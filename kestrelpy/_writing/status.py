@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 
 from kestrelpy._reading.registry import ReaderRegistry
 from kestrelpy._writing.gate import Gate
@@ -23,6 +24,7 @@ class QueueStatus:
 
     __slots__ = (
         "_has_codec",
+        "_unheard",
         "error",
         "fast",
         "gate",
@@ -45,6 +47,7 @@ class QueueStatus:
         self.on_failed: Callable[[KestrelError], object] = bool
         self.sync_seconds = sync_seconds
         self._has_codec = has_codec
+        self._unheard: set[int] = set()  # threads that work for no caller just now
 
     def choose_path(self) -> None:
         """Decide whether puts may take the fast path."""
@@ -70,5 +73,25 @@ class QueueStatus:
     def check_usable(self) -> None:
         """Raise ``error`` if the queue cannot be used."""
         if self.error is not None:
-            self.is_reported = True
+            self.note_reported()
             raise copy_of(self.error)
+
+    def note_reported(self) -> None:
+        """This thread's caller gets the error with which the queue ends, or is about to end."""
+        if get_ident() not in self._unheard:
+            self.is_reported = True
+
+    @contextmanager
+    def unreported(self) -> Iterator[None]:
+        """A context for work of this thread whose errors no caller gets: ``close`` still raises that the queue has
+        failed, unless another call raises it.
+        """
+        thread = get_ident()
+        if thread in self._unheard:
+            yield
+            return
+        try:
+            self._unheard.add(thread)
+            yield
+        finally:
+            self._unheard.discard(thread)

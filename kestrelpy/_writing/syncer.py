@@ -77,7 +77,7 @@ class Syncer:
             raise
         except KestrelError as error:
             if type(error) is type(self._status.error):  # another owner has the queue, say: this call raises that
-                self._status.is_reported = True
+                self._status.note_reported()
             raise
 
     def acknowledge_elsewhere(self, leader: Absent) -> None:
@@ -232,8 +232,8 @@ class Syncer:
 
         The next ``GroupCommit.notify`` notifies all other waiters, as that runs callbacks of users.
         """
-        if reported:  # one store: others may be here too
-            self._status.is_reported = True
+        if reported:
+            self._status.note_reported()
         kept = copy_of(error)
         with self._source.lock:
             if self._status.error is not None:

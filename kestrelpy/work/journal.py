@@ -11,8 +11,8 @@ Rules:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal
 
 from kestrelpy import JournaledQueue, KestrelError, WrongKind, inspect
@@ -129,17 +129,9 @@ class JobJournal(JournaledQueue):
         self._status.check_usable()
         self._make_durable(self._journal.tail_id)
 
-    @contextmanager
-    def unreported(self) -> Iterator[None]:
-        """A context for work whose errors no caller gets: ``close`` still raises that the journal has failed, unless a
-        caller got that before.
-        """
-        status = self._status
-        reported = status.is_reported
-        try:
-            yield
-        finally:
-            status.is_reported = reported
+    def unreported(self) -> AbstractContextManager[None]:
+        """``QueueStatus.unreported``."""
+        return self._status.unreported()
 
     def _look_for_batches(self, disk: Disk | None) -> None:
         """Warn of batches in the inbox: an older version let others publish them."""

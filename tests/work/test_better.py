@@ -20,6 +20,7 @@ from kestrelpy import DurabilityUnknown, QueueDiskFull, QueueEmpty, QueueFull
 from kestrelpy.clock import Timer
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, PowerModel
 from kestrelpy.work import DeadlineSoon, DuplicateJob, Job, NotReserved, WorkQueue
+from tests.support.patience import PATIENCE
 from tests.work.pair import no_room, vanish
 
 START_MS = 1_700_000_000_000
@@ -388,6 +389,28 @@ def test_bd_w9_a_sync_that_fails_in_the_background_is_told_by_close_at_the_lates
         session.reserve(0)
     with pytest.raises(DurabilityUnknown):
         queue.close()
+    queue.close()
+    place.queues.clear()
+
+
+def test_what_a_put_has_raised_is_not_raised_by_close_whatever_goes_on_meanwhile(place: Place) -> None:
+    """A background task that saw no error when it began says nothing of what callers have got since."""
+    queue = place.open(sync="always")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def maintain() -> None:
+        with queue._core.unreported():
+            begun.set()
+            go_on.wait(PATIENCE)
+
+    background = threading.Thread(target=maintain)
+    background.start()
+    assert begun.wait(PATIENCE)
+    place.failing.arm(errno.EIO, kinds={"sync"})
+    with pytest.raises(DurabilityUnknown):
+        queue.put(b"")
+    go_on.set()
+    background.join(PATIENCE)
     queue.close()
     place.queues.clear()
 

@@ -201,9 +201,10 @@ def cost_of_refreshes(driver: Chrome, process: subprocess.Popen[bytes], count: i
 
 @takes_long
 def test_a_planted_fault_a_slow_look_is_seen(driver: Chrome, many: Path) -> None:
-    patch = "from kestrelpy.inspection import followed\n"
+    patch = "import time\nfrom kestrelpy.inspection import followed\n"
     patch += "usual = followed.FollowedQueue.look\n"
-    patch += "def look(self, *args):\n    sum(range(30_000))\n    usual(self, *args)\n"
+    patch += "def look(self, *args):\n    end = time.thread_time() + 0.0006\n"
+    patch += "    while time.thread_time() < end: pass\n    return usual(self, *args)\n"
     patch += "followed.FollowedQueue.look = look"
     with dashboard(many, patched_by=patch) as served:
         ready(driver, served.url)

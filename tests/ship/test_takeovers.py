@@ -53,7 +53,7 @@ def judge(failures: list[Failure], aside: int, tally: Tally) -> None:
     tally.add("puts that were set aside, and named", aside)
     for name, times, most in (("planned", planned, 1.0), ("unplanned", others, LEASE + 3)):
         if len(times) > 1:
-            worst = quantiles(times, n=100)[98]
+            worst = quantiles(times, n=100, method="inclusive")[98]  # "exclusive" may be beyond all of a few
             print(f"{name}: {len(times)} takeovers, median {median(times):.2f} s, p99 {worst:.2f} s")
             assert worst <= most * 1.5, f"{name} takeovers take {worst:.1f} s"
 

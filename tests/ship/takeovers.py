@@ -251,7 +251,11 @@ class Chain:
 
 
 class Link:
-    """A network of one's own for a process: a pair of virtual interfaces, which can be taken down. Needs root."""
+    """A network of one's own for a process: a pair of virtual interfaces, which can be taken down. Needs root.
+
+    Raises ``FileExistsError`` if there is one with this number: of another test, or of one that was killed, or for a
+    moment of one that has ended.
+    """
 
     def __init__(self, number: int, port: int) -> None:
         self._name = f"kestrel{number}"
@@ -259,6 +263,14 @@ class Link:
         self.host = f"10.203.{number}.1"
         self._port = port
         ip("netns", "add", self._name)
+        try:
+            self._set_up(number)
+        except BaseException:
+            self._remove()
+            raise
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _set_up(self, number: int) -> None:
         ip("link", "add", self._outside, "type", "veth", "peer", "name", self._inside, "netns", self._name)
         ip("addr", "add", f"{self.host}/30", "dev", self._outside)
         ip("link", "set", self._outside, "up")
@@ -268,7 +280,6 @@ class Link:
         ):
             ip("-n", self._name, *words)
         self._listener = socket.create_server((self.host, 0))
-        threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def endpoint(self) -> str:
@@ -283,6 +294,9 @@ class Link:
 
     def close(self) -> None:
         self._listener.close()
+        self._remove()
+
+    def _remove(self) -> None:
         with contextlib.suppress(subprocess.CalledProcessError):
             ip("netns", "del", self._name)
 
@@ -312,13 +326,24 @@ def _carry(source: socket.socket, target: socket.socket) -> None:
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+    done = subprocess.run(["ip", *words], capture_output=True, check=False)
+    if b"File exists" in done.stderr:
+        raise FileExistsError(" ".join(words))
+    done.check_returncode()
 
 
 @contextlib.contextmanager
-def linked(number: int, port: int) -> Iterator[Link]:
-    link = Link(number, port)
+def linked(port: int) -> Iterator[Link]:
+    """A link with the first number that is free."""
+    link = _first_free(port)
     try:
         yield link
     finally:
         link.close()
+
+
+def _first_free(port: int) -> Link:
+    for number in range(1, 255):
+        with contextlib.suppress(FileExistsError):
+            return Link(number, port)
+    raise AssertionError("runs that were killed have left 254 networks: ip netns del")

@@ -79,7 +79,7 @@ def test_an_owner_that_is_cut_off(tmp_path: Path, tally: Tally, s3: Seaweed, ack
         pytest.skip(why_not)
     count = max(2, share(10) // 4)
     (tmp_path / "a").mkdir()
-    with linked(1, s3.port) as link:
+    with linked(s3.port) as link:
         url = f"s3://{seaweed.BUCKET}/cut-{acks}"
         far = Member(tmp_path / "far", url, acks, s3.options(endpoint=link.endpoint), link.wrap)
         near = Member(tmp_path / "near", url, acks, s3.options())
@@ -100,7 +100,7 @@ def links_missing() -> str:
     if shutil.which("ip") is None:
         return "the program ip is not installed"
     try:
-        with linked(250, 1):
+        with linked(1):
             return ""
     except Exception as error:
         return f"no network of its own can be made for a process: {error}"

@@ -105,6 +105,12 @@ class FolderLooker:
             self._queues[name] = one._replace(problem=one.problem or str(error))
 
     @property
+    def inbox_problem(self) -> str:
+        """Why it is not known what is pending, or empty."""
+        why = self._watch.inbox_problem
+        return f"what is pending is not known, the inbox cannot be read: {escaped(why)}" if why else ""
+
+    @property
     def is_in_trouble(self) -> bool:
         """Whether some queue has a problem."""
         return any(one.problem for one in self._queues.values())
@@ -185,7 +191,8 @@ class FolderLooker:
         heading = Text.assemble((escaped(self.directory), "bold"), f"   {iso(int(time.time() * 1000))}")
         count = sum(one.exists for one in self._queues.values())
         total = f"{count:,} queues, {sum(one.items for one in self._queues.values()):,} items"
-        state = Text(f"the last look failed: {escaped(self._problem)}", "red") if self._problem else Text(total)
+        trouble = f"the last look failed: {escaped(self._problem)}" if self._problem else self.inbox_problem
+        state = Text(trouble, "red") if trouble else Text(total)
         keys = ", ".join(f"{key} {name}" for key, (name, _) in ORDERS.items())
         sorted_by = f"{order}{', reversed' if self.is_reversed else ''}"
         help_line = Text(f"sorted by {sorted_by}; {keys}, r reverse, j k scroll, q quit", "dim")
@@ -244,6 +251,8 @@ def show(looker: FolderLooker, *, once: bool, as_json: bool, interval: float) ->
         time.sleep(min(interval, FIRST_INTERVAL))  # rates need two looks
         looker.look()
         sys.stdout.write("".join(f"{line}\n" for line in looker.as_json()) if as_json else looker.plain())
+        if looker.inbox_problem:
+            print(f"kestrelpy top: {looker.inbox_problem}", file=sys.stderr)
         return 1 if looker.is_in_trouble else 0
     try:
         from rich.console import Console

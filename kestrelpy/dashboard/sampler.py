@@ -19,7 +19,7 @@ IDLE_SHARE = 5
 
 class Snapshot(NamedTuple):
     """What was seen last. ``number``: of the look, from 1; ``took``: its seconds. ``problem``: why the last look
-    failed, or empty; if it failed, the queues are those of the look before.
+    failed, or empty; if it failed, the queues are those of the look before. ``inbox_problem``: of ``FolderWatch``.
     """
 
     number: int
@@ -28,6 +28,7 @@ class Snapshot(NamedTuple):
     slot: int
     queues: dict[str, WatchedQueue]
     problem: str
+    inbox_problem: str = ""
 
 
 class Sampler:
@@ -76,7 +77,8 @@ class Sampler:
         with self._lock:
             if not problem:
                 self._history.add(slot, queues.values(), now_ms)
-            self._snapshot = Snapshot(before.number + 1, now_ms, took, slot, queues, problem)
+            inbox_problem = self._watch.inbox_problem
+            self._snapshot = Snapshot(before.number + 1, now_ms, took, slot, queues, problem, inbox_problem)
 
     def lines(self, name: str, first: int, last: int) -> dict[str, object] | None:
         """The points of a queue for slots ``first`` to ``last``; ``None`` if it has no lines."""

@@ -87,6 +87,7 @@ class Views:
             "look": seen.number,
             "now_ms": seen.now_ms,
             "problem": seen.problem,
+            "inbox_problem": seen.inbox_problem,
             "totals": _totals(seen),
             "matching": len(matching),
             "names": len(seen.queues),

@@ -165,7 +165,8 @@ class FolderWatch:
     """Looks at all queues of a folder, again and again, beside whoever has them open. Read-only, takes no lock.
 
     ``look()`` says what the files say now. Readers are as of their last checkpoints, a second old by default. What only
-    the memory of an owner has, such as consumers that wait, can't be seen from here.
+    the memory of an owner has, such as consumers that wait, can't be seen from here. ``inbox_problem``: why the inbox
+    could not be read at the last look, or empty; then ``pending_batches`` is 0 everywhere, and nobody knows.
 
     Cost of a look: a listing of the folder, and one of its inbox; for each queue a status for each reader, and a read
     of its newest segment, or a status if that is closed: less than 0.1 ms for a queue. The first one takes about 0.2 ms
@@ -178,6 +179,7 @@ class FolderWatch:
         self._disk = disk if disk is not None else RealDisk(allow_network=True)
         self._queues: dict[str, _Watched] = {}
         self._owners: dict[str, str] = {}  # by file: its queue, empty for none
+        self.inbox_problem = ""
 
     def look(self) -> dict[str, WatchedQueue]:
         """The figures of all queues, by name, in the order of names, and of names that have batches in the inbox and no
@@ -198,10 +200,12 @@ class FolderWatch:
         return {name: found[name] for name in sorted(found)}
 
     def _pending(self) -> dict[str, int]:
-        """Batches in the inbox. One that can't be read has none: ``verify`` says what is wrong with it."""
+        """Batches in the inbox, by queue. The queues can be looked at even if it can't."""
+        self.inbox_problem = ""
         try:
             return pending_queues(self.directory, disk=self._disk)
-        except OSError:
+        except OSError as error:
+            self.inbox_problem = str(error)
             return {}
 
     def _grouped(self, names: list[str]) -> dict[str, list[str]]:

@@ -29,8 +29,8 @@ class Collector:
 
     Nothing is read before ``collect`` is called, and no lock is held that puts need. ``collect`` raises nothing: a
     queue in trouble, one that is closed, and one that belongs to the parent of this forked process, has ``kestrel_up
-    0`` and nothing else. A collector keeps its queues alive, so unregister it when they are closed; a queue that is
-    opened again is another object, and its counters begin at 0.
+    0`` and, in a folder, ``kestrel_pending_batches``; nothing else. A collector keeps its queues alive, so unregister
+    it when they are closed; a queue that is opened again is another object, and its counters begin at 0.
 
     Raises ``TypeError`` for what is no queue, folder or server, ``ValueError`` for labels that Prometheus does not
     allow or that the library sets, and for a queue that is given twice, and ``ImportError`` without

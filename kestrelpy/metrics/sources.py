@@ -81,7 +81,8 @@ class FolderSource:
             return
         now_ms = SystemClock.time_ns() // 1_000_000
         for name, queue in found.items():
-            page.add("kestrel_pending_batches", (self.directory, name), queue.pending_batches)
+            if not self._watch.inbox_problem:  # else nobody knows, and 0 would be a lie
+                page.add("kestrel_pending_batches", (self.directory, name), queue.pending_batches)
             if queue.problem:
                 _report_down(page, self.directory, name)
             elif queue.exists:

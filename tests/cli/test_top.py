@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,10 @@ def test_one_plain_table_without_a_terminal(queues: Path, run: Run) -> None:
     assert lines[6][-1].startswith("1 delayed, paused for ")
     assert lines[7][1] == "0"
     assert lines[7][-1] == "1 buried"
+    assert done.err == ""
+    shutil.rmtree(queues / "inbox", ignore_errors=True)
+    (queues / "inbox").write_bytes(b"no folder")
+    assert "what is pending is not known" in run("top", queues).err
 
 
 def test_json_has_readers_and_tubes(queues: Path, run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import stat
 import sys
@@ -135,6 +136,15 @@ def test_what_waits_in_the_inbox_is_shown(queues: Path) -> None:
         assert found(ask(served, "/api/dead?name=order"))["boxes"][0]["waiting"] == 2
         assert ask(served, "/api/verify", b'{"queue": "order"}', **JSON).status == 404
     assert sorted(path.name for path in queues.iterdir()) == before
+
+
+def test_an_inbox_that_can_not_be_read_is_said(queues: Path) -> None:
+    shutil.rmtree(queues / "inbox", ignore_errors=True)
+    (queues / "inbox").write_bytes(b"no folder")
+    with dashboard(queues) as served:
+        table = found(ask(served, "/api/queues"))
+        assert str(queues / "inbox") in table["inbox_problem"]
+        assert (table["problem"], len(table["rows"])) == ("", 3)
 
 
 def test_a_damaged_queue_is_in_trouble_and_the_others_are_not(queues: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -519,6 +520,15 @@ def test_what_waits_in_the_inbox(tmp_path: Path) -> None:
     inbox.put_many(tmp_path, "shred", [b"y"])
     damaged = figures_on(page_of(tmp_path))
     assert about(damaged, queue="shred") == {"kestrel_up": 0, "kestrel_pending_batches": 1}
+
+
+def test_an_inbox_that_can_not_be_read_has_no_figure(tmp_path: Path) -> None:
+    JournaledQueue(tmp_path, "jobs").close()
+    shutil.rmtree(tmp_path / "inbox", ignore_errors=True)
+    (tmp_path / "inbox").write_bytes(b"no folder")
+    figures = figures_on(page_of(tmp_path))
+    assert figure(figures, "kestrel_up", queue="jobs") == 1
+    assert "kestrel_pending_batches" not in about(figures, queue="jobs")
 
 
 def test_queues_that_come_and_go(tmp_path: Path) -> None:

@@ -452,8 +452,10 @@ async function refreshOnce() {
   if (!answer.unchanged) {
     drawTable(answer);
     drawCards(answer.totals, answer.now_ms);
-    show(byId("banner"), Boolean(answer.problem));
-    if (answer.problem) setText(byId("banner"), `The folder cannot be looked at: ${answer.problem}`);
+    const problem = answer.problem ? `The folder cannot be looked at: ${answer.problem}`
+      : answer.inbox_problem ? `What is pending is not known, the inbox cannot be read: ${answer.inbox_problem}` : "";
+    show(byId("banner"), Boolean(problem));
+    if (problem) setText(byId("banner"), problem);
     if (answer.lines) { drawTotals(answer.lines); state.linesAt = Date.now(); }
   }
   if (state.chosen) await refreshQueue(state.chosen);

@@ -254,6 +254,10 @@ def test_an_inbox_that_can_not_be_read_is_none(folder: Path, watch: FolderWatch,
     open_queue("jobs").put(b"x")
     (folder / "inbox").write_bytes(b"no folder")
     assert [(one.items, one.pending_batches, one.problem) for one in watch.look().values()] == [(1, 0, "")]
+    assert str(folder / "inbox") in watch.inbox_problem
+    (folder / "inbox").unlink()
+    watch.look()
+    assert watch.inbox_problem == ""
 
 
 def test_damage_is_a_problem_of_that_queue_alone(watch: FolderWatch, open_queue: Open, folder: Path) -> None:

@@ -429,6 +429,12 @@ def test_what_waits_in_the_inbox_is_shown(driver: Chrome, queues: Path) -> None:
         assert text_of(driver, "matching") == "4 of 4"
         open_queue(driver, "order")
         assert "2 batches pending, no owner yet" in text_of(driver, "facts")
+        assert text_of(driver, "detail-kind") == "no queue yet"
+        assert not driver.find_element("id", "verify").is_displayed()  # it would be answered: no such queue
+        until(lambda: "2 published batches wait for order: " in text_of(driver, "dead-note"), "a note")
+        open_queue(driver, "alerts")
+        assert driver.find_element("id", "verify").is_displayed()
+        until(lambda: "1 published batch waits for alerts: " in text_of(driver, "dead-note"), "a note")
 
 
 def test_a_planted_fault_a_page_that_hides_trouble_is_seen(driver: Chrome, queues: Path) -> None:

@@ -254,7 +254,8 @@ function choose(name) {
   if (state.about.show_data) lookAtNewest();
 }
 function drawQueue(one) {
-  setText(byId("detail-kind"), one.kind);
+  setText(byId("detail-kind"), one.exists ? one.kind : "no queue yet");
+  show(byId("verify"), one.exists);
   show(byId("detail-problem"), Boolean(one.problem));
   setText(byId("detail-problem"), one.problem);
   const isItems = one.kind === "queue";
@@ -329,7 +330,8 @@ async function kick(queue, tube) {
 const origin = one => one.reader ? `${one.queue}, reader ${one.reader}` : one.queue;
 function aboutBoxes(boxes) {
   const words = boxes.flatMap(box => [
-    box.waiting ? `${whole(box.waiting)} published batches wait for ${box.name}: its owner, or whoever opens it next, takes them in.` : "",
+    box.waiting === 1 ? `1 published batch waits for ${box.name}: its owner, or whoever opens it next, takes it in.` : "",
+    box.waiting > 1 ? `${whole(box.waiting)} published batches wait for ${box.name}: its owner, or whoever opens it next, takes them in.` : "",
     box.others ? `${box.name} has ${whole(box.others)} items that are no dead letters.` : "",
     box.is_whole ? "" : `${box.name} has more: not all are counted yet.`,
   ]);

@@ -146,8 +146,8 @@ class LazyFolder:
         self._at_once = at_once
         self._shipped = ShippedQueue(store, queue)
         self._listing = threading.Lock()
-        self._missing = {segment_name(queue, each.number): _Missing(each) for each in segments}
-        """By name, in order. Entries are removed under ``_listing``, and never added."""
+        self._missing = self._named(segments)
+        """By name, in order. Once the queue is locked, entries are removed under ``_listing``, and never added."""
         self._asked = ""
         self._is_closed = False
         self._bell = ThreadWaiter()
@@ -156,16 +156,22 @@ class LazyFolder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def _named(self, segments: list[SealedSegment]) -> dict[str, _Missing]:
+        return {segment_name(self._queue, each.number): _Missing(each) for each in segments}
+
     def lock(self, name: str, *, wait: bool = False) -> Lock:
-        """As of the folder. With the queue's lock in hand, the rest is fetched, now or ahead."""
+        """As of the folder. With the queue's lock in hand, the rest is fetched, now or ahead. Raises as ``read_lazy``,
+        too.
+        """
         lock = self._inner.lock(name, wait=wait)
         if name != lock_name(self._queue):
             return lock
-        if not self._at_once:
-            self._start()
-            return lock
-        try:
-            self._fetch_all()
+        try:  # until now the queue may have had another owner, who fetched and retired segments
+            self._missing = self._named(read_lazy(self._inner, self._queue) or [])
+            if self._at_once:
+                self._fetch_all()
+            elif self._missing:
+                self._start()
         except BaseException:
             lock.release()
             raise

@@ -26,7 +26,7 @@ from kestrelpy import (
     scan,
     verify,
 )
-from kestrelpy.ship import Ship, Standby, StoreDamaged, StoreUnavailable, lazy, reading, restore
+from kestrelpy.ship import Ship, Standby, StoreDamaged, StoreUnavailable, lazy, preparing, reading, restore
 from kestrelpy.ship.lazy import LazyFolder, decode_lazy, encode_lazy, read_lazy
 from kestrelpy.ship.slots import parse_segment_key
 from kestrelpy.testing import CrashingDisk, FailingDisk, ManualClock, MemoryDisk
@@ -288,6 +288,35 @@ def test_a_work_queue_fetches_all_of_it_before_it_is_open() -> None:
     with WorkQueue(THERE, QUEUE, disk=disk, **options) as work:
         assert LIST not in disk.directory(THERE).names()
         assert [job.id for job in work.jobs()] == ids
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("of_jobs", [False, True])
+def test_what_another_owner_has_fetched_meanwhile_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch, of_jobs: bool
+) -> None:
+    """The list is read; then its owner fetches the segments and closes; only then the queue is locked."""
+    store, disk = Counted(), MemoryDisk()
+    options: dict[str, Any] = {"segment_bytes": 4096, "ship": Ship(store, interval=0)}
+    if of_jobs:
+        options["max_job_bytes"] = 3000
+    kind: Any = WorkQueue if of_jobs else JournaledQueue
+    with kind(HERE, QUEUE, disk=MemoryDisk(), **options) as queue:
+        for number in range(40):
+            queue.put(data_of(number))
+    restored(store, disk)
+    folder = disk.directory(THERE)
+    before = read_lazy(folder, QUEUE)
+    assert before
+    with kind(THERE, QUEUE, disk=disk, **options) as queue:
+        if not of_jobs:
+            assert len(queue.get_many(40)) == 40
+    assert LIST not in folder.names()
+    monkeypatch.setattr(preparing, "read_lazy", lambda *_: before)
+    store.fetched.clear()
+    with kind(THERE, QUEUE, disk=disk, **options) as queue:
+        assert of_jobs or len(queue.get_many(40)) == 40
+    assert (store.fetched, LIST in folder.names()) == ([], False)
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------------

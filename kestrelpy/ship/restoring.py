@@ -97,8 +97,8 @@ def restore(
 
     With ``lazy`` only the end of the journal is fetched now. ``JournaledQueue(..., ship=)`` with the same store fetches
     the rest, segment by segment, when it is read, and ahead of that; until it has, nobody else opens the queue
-    (``RestoreIncomplete``). A queue of many gigabytes can be opened within seconds then. ``lazy`` goes with the end of
-    the log (``ValueError``).
+    (``RestoreIncomplete``). A queue of many gigabytes can be opened within seconds then; but the opening of a work
+    queue fetches all of it. ``lazy`` goes with the end of the log (``ValueError``).
 
     ``threads`` segments are fetched at once, each in parts of 4 MiB. ``progress(done_bytes, total_bytes)`` is called
     now and then, by one thread at a time. ``disk`` replaces the system's, for tests.

@@ -12,6 +12,7 @@ import pytest
 from tests.processes import logging_kills
 from tests.processes.programs import counts_of, run
 from tests.support.budget import ALL, SEED, Tally, share
+from tests.support.patience import until
 
 KILLS = max(8, share(100))
 LOGGERS = 16 if ALL else 3
@@ -42,6 +43,7 @@ def test_a_process_that_has_the_number_of_a_logger_is_left_alone(tmp_path: Path)
         path = tmp_path / "forked" / str(stranger.pid)
         path.parent.mkdir()
         path.touch()
+        until(lambda: b"input()" in Path(f"/proc/{path.name}/cmdline").read_bytes())  # while it starts, it has none
         assert not logging_kills.lives(path)
         assert not logging_kills.kill_a_forked_one(tmp_path, random.Random(1))
         stranger.communicate(b"\n")

@@ -506,6 +506,7 @@ def test_a_question_right_after_another_has_its_own_answer(driver: Chrome, queue
     assert {reader.name for reader in inspect(queues, "orders").readers} == {"audit"}
 
 
+@takes_long
 def test_a_question_left_with_escape_is_answered_no(driver: Chrome, queues: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -551,6 +552,7 @@ def press(driver: Chrome, table: str, row: int) -> None:
     click(driver, "#ask-yes")
 
 
+@takes_long
 def test_dead_letters_go_back_after_a_question(driver: Chrome, queues: Path) -> None:
     mourn(queues, 5)
     with dashboard(queues, "--allow-changes") as served:

@@ -205,6 +205,7 @@ def command(*arguments: str) -> Iterator[int]:
             process.communicate(timeout=PATIENCE)
 
 
+@takes_long
 def test_the_commands(tmp_path: Path) -> None:
     """The folder of another program, and the servers: each by its command."""
     any_port = "127.0.0.1:0"

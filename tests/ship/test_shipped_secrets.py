@@ -10,10 +10,12 @@ import pytest
 
 from kestrelpy import JournaledQueue
 from kestrelpy.ship import Ship, ShipError, queues, restore, status, verify
+from tests.support.budget import takes_long
 from tests.support.patience import PATIENCE
 from tests.support.seaweed import Seaweed
 
 
+@takes_long
 def test_no_secret_is_shown(tmp_path: Path, s3: Seaweed, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     url = "s3://kestrel/secrets"

@@ -99,8 +99,8 @@ async function call(path, {query = {}, body} = {}) {
 
 // -- asking
 
-// The answer to the question that is open. A dialog's event "close" comes a moment later, when the next question may be open.
-let answer = () => undefined;
+// Takes the answer to the question that is open. A dialog's event "close" comes a moment later, when the next question may be open.
+let settle = () => undefined;
 function ask(text, label) {
   const input = byId("ask-input");
   setText(byId("ask-text"), text);
@@ -110,11 +110,11 @@ function ask(text, label) {
   byId("ask").showModal();
   (label ? input : byId("ask-no")).focus();  // so that a second Enter changes nothing
   return new Promise(resolve => {
-    answer = isYes => resolve(isYes ? Number(input.value) || 1 : null);
+    settle = isYes => resolve(isYes ? Number(input.value) || 1 : null);
   });
 }
 function answered(isYes) {
-  answer(isYes);
+  settle(isYes);
   byId("ask").close();
 }
 async function change(name, fields) {
@@ -328,10 +328,13 @@ async function kick(queue, tube) {
   if (count !== null) await change("kick", {queue, tube: tube.name, count});
 }
 const origin = one => one.reader ? `${one.queue}, reader ${one.reader}` : one.queue;
+function aboutWaiting(name, count) {
+  const [wait, them] = count === 1 ? ["batch waits", "it"] : ["batches wait", "them"];
+  return `${whole(count)} published ${wait} for ${name}: its owner, or whoever opens it next, takes ${them} in.`;
+}
 function aboutBoxes(boxes) {
   const words = boxes.flatMap(box => [
-    box.waiting === 1 ? `1 published batch waits for ${box.name}: its owner, or whoever opens it next, takes it in.` : "",
-    box.waiting > 1 ? `${whole(box.waiting)} published batches wait for ${box.name}: its owner, or whoever opens it next, takes them in.` : "",
+    box.waiting ? aboutWaiting(box.name, box.waiting) : "",
     box.others ? `${box.name} has ${whole(box.others)} items that are no dead letters.` : "",
     box.is_whole ? "" : `${box.name} has more: not all are counted yet.`,
   ]);
@@ -543,7 +546,7 @@ function wire() {
   byId("newest-again").addEventListener("click", lookAtNewest);
   byId("ask-yes").addEventListener("click", () => answered(true));
   byId("ask-no").addEventListener("click", () => answered(false));
-  byId("ask").addEventListener("close", () => { if (!byId("ask").open) answer(false); });  // by Escape
+  byId("ask").addEventListener("close", () => { if (!byId("ask").open) settle(false); });  // by Escape
   document.addEventListener("visibilitychange", () => { if (!document.hidden && state.about) refresh(); });
   window.addEventListener("resize", () => { state.linesAt = 0; });
   tick();
